@@ -7,6 +7,7 @@ python -m studies.real_policy.replay                  # the tables
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
 import sys
@@ -18,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from studies.lib.contrasts import Contrast, holm, mean_interval, of_questions, paired_both
-from studies.lib.rows import ROOT, Row, append_row, markdown_table, rows_in
-from studies.lib.runner import call, made_by
+from studies.lib.rows import ROOT, Row, markdown_table, rows_in
+from studies.lib.runner import call, made_by, measure_all
 from studies.real_policy.rows import read_rows as of_part_2
 from studies.real_policy.rows import row_of, table_of_failures
 from studies.second_proof.arms import DECISIVE, SELECTED
@@ -63,17 +64,14 @@ def command(arm: str, seed: int, workdir: str) -> list[str]:
     return [*words, *(f'--config.{field}={value}' for field, value in ({'seed': seed} | changes).items())]
 
 
-def run_missing(hours: float) -> None:
-    last_start = time.monotonic() + 3600 * hours
-    for arm, seed in wanted(read_rows()):
-        if time.monotonic() > last_start:
-            return
-        workdir, began = f'{RUNS}/{arm}_{seed}', time.monotonic()
-        call(command(arm, seed, workdir), ROOT / workdir)
-        row = row_of(ROOT / workdir, seconds=round(time.monotonic() - began), busy=False)
-        append_row(ROWS, row | made_by() | {'arm': arm, 'command': shlex.join(command(arm, seed, 'runs/x'))})
-        shutil.rmtree(ROOT / workdir / 'checkpoints')  # 4 GB
-        print(f'{arm}, seed {seed}: there', flush=True)
+def measure(job: tuple[str, int]) -> Row:
+    """Makes a run, or goes on with it; returns its row."""
+    arm, seed = job
+    workdir, began = f'{RUNS}/{arm}_{seed}', time.monotonic()
+    call(command(arm, seed, workdir), ROOT / workdir)
+    row = row_of(ROOT / workdir, seconds=round(time.monotonic() - began), busy=False)
+    shutil.rmtree(ROOT / workdir / 'checkpoints')  # 4 GB
+    return row | made_by() | {'arm': arm, 'command': shlex.join(command(arm, seed, 'runs/x'))}
 
 
 def score(row: Row, k: int, part: str = 'trained') -> np.ndarray:
@@ -129,7 +127,8 @@ def main() -> None:
     parser.add_argument('--hours', type=float, default=24.0, help='start no run after this many hours')
     given = parser.parse_args()
     if given.what == 'run':
-        run_missing(given.hours)
+        last_start = time.monotonic() + 3600 * given.hours
+        measure_all(ROWS, wanted(read_rows()), measure, last_start, cores=len(os.sched_getaffinity(0)))
     elif missing := wanted(rows := read_rows()):
         sys.exit(f'error: {len(missing)} runs are missing; run python -m studies.real_policy.replay run')
     else:

@@ -49,3 +49,15 @@ def test_contrasts_are_by_seeds_and_questions():
     lines = contrasts_table(rows).splitlines()
     assert lines[2].startswith('| R - G | mean@8 |') and lines[2].endswith('| helps |') and lines[4].endswith('| open |')
     assert f'| G | 0 | 12.5 → {by["G", 0].mean():.1f} | 100.0 → ' in rises_table(rows)
+
+
+def test_a_run_leaves_a_row_and_no_checkpoints(monkeypatch, tmp_path):
+    monkeypatch.setattr(replay, 'ROWS', tmp_path / 'rows.jsonl')
+    monkeypatch.setattr(replay, 'ROOT', tmp_path)
+    monkeypatch.setattr(replay, 'call', lambda words, workdir: (workdir / 'checkpoints').mkdir(parents=True))
+    monkeypatch.setattr(replay, 'row_of', lambda run, seconds, busy: {'seed': int(run.name[-1]), 'seconds': seconds})
+    monkeypatch.setattr('sys.argv', ['replay', 'run'])
+    replay.main()
+    made = read_rows()[2:]
+    assert len(made) == 10 and not wanted(read_rows()) and not list(tmp_path.rglob('checkpoints'))
+    assert made[0]['command'].startswith('python -m bapo_jax.train --config=configs/arithmetic.py:grpo') and made[0]['cores'] >= 1
