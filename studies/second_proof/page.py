@@ -61,7 +61,6 @@ CITED = (
     'Part 1: the contrasts',
     'Part 1: the arms',
     "Part 1: how often a prompt's next group is mixed, by what is known of it",
-    'Part 2: the scans',
     'Part 3: thirteen methods',
     'Post hoc: what RX - R could show of X2',
     "Post hoc: beside the paper's percent",

@@ -7,7 +7,7 @@ from scipy import stats
 from bapo_jax.config import resolve, value
 from configs import quickstart
 from studies.lib.rows import Job
-from studies.six_ways import analysis, ways
+from studies.six_ways import analysis, page, ways
 from studies.six_ways.analysis import Run, aim, at_aim_table, contrasts, contrasts_table, crossing
 from studies.six_ways.ways import CELLS, COMMON, OWN, RATES, SEEDS, STEPS, fields, wanted
 
@@ -116,3 +116,39 @@ def test_seconds_are_divided_by_those_of_a_step_of_g():
     assert run.old == 0.75 and run.mean()[0] == 100 / 32
     assert '| x3_half | 9.4 | ' in analysis.ends_table({'x3_half': [run]}) and '| 480 | 0.75 |' in analysis.ends_table({'x3_half': [run]})
     assert analysis.name_of('x3_half') == 'x3_half' and analysis.name_of('x3') == 'X3'
+
+
+@pytest.fixture(scope='module')
+def common():
+    slopes = {'G': 0.05, 'x3_2_steps': 0.08, 'exgrpo': 0.001}
+    return {cell: [curves(slopes.get(cell, 0.06) + 0.001 * seed, 7) for seed in range(4)] for cell in CELLS}
+
+
+def test_every_cell_has_a_line_beside_g(common):
+    found = contrasts({cell: common[cell] for cell in ('G', 'x3_2_steps', 'exgrpo')})
+    table = page.cells_table({cell: common[cell] for cell in ('G', 'x3_2_steps', 'exgrpo')}, found)
+    lines = {line.split(' | ')[0][2:]: line for line in table.splitlines()[2:]}
+    [logs] = [c.logs for c in found if (c.cell, c.cost) == ('x3_2_steps', 'tokens')]
+    low, high = np.exp(stats.t.interval(0.95, 3, np.mean(logs), stats.sem(logs)))
+    assert f' | {np.exp(np.mean(logs)):.2f} ({low:.2f} to {high:.2f}) | ' in lines['`x3_2_steps`'] and '†' not in lines['`x3_2_steps`']
+    assert lines['`exgrpo`'].count('†') == 3 and lines['`exgrpo`'].endswith(' |  |') and lines['`G`'].endswith(' |  |  |  |  |')
+    less = analysis.at_aim(common)['x3_2_steps'] - analysis.at_aim(common)['G']
+    assert f' | {less.mean():.1f} (' in lines['`x3_2_steps`']
+
+
+def test_the_figure_has_every_curve(common, monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(page.Figure, 'savefig', lambda self, path, dpi: drawn.append(self))
+    page.draw(common, tmp_path / 'page.png')
+    [figure] = drawn
+    shown = [line.get_label() for axes in figure.axes for line in axes.get_lines() if line.get_label() in CELLS]
+    assert {axes.get_title() for axes in figure.axes} == set(page.WAYS) and set(shown) == set(CELLS) and len(shown) == 16 + 7
+    means = {line.get_label(): line.get_ydata() for axes in figure.axes for line in axes.get_lines()}
+    np.testing.assert_allclose(means['x3_2_steps'], np.mean([run.mean() for run in common['x3_2_steps']], axis=0))
+
+
+def test_no_page_is_written_while_a_run_is_missing(monkeypatch):
+    monkeypatch.setattr(page, 'rows_in', lambda file: [])
+    monkeypatch.setattr(page, 'replace_part', lambda *given: pytest.fail('the page was written'))
+    with pytest.raises(SystemExit, match='93 runs are missing; run'):
+        page.main()
