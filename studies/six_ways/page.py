@@ -65,7 +65,9 @@ def draw_way(runs: dict[str, list[Run]], way: str, axes: Axes) -> None:
     cells = ['G', *(cell for cell in runs if CELLS[cell].way == way)]
     for cell, colour in zip(cells, ('black', *COLOURS)):
         spent = np.mean([run.costs['responses'] for run in runs[cell]], axis=0) / 1e3
-        axes.plot(spent, np.mean([run.mean() for run in runs[cell]], axis=0), color=colour, lw=1.5, label=cell)
+        axes.plot(
+            spent, np.mean([run.mean() for run in runs[cell]], axis=0), color=colour, lw=1.5, label=cell
+        )
         for run in runs[cell]:
             axes.plot(run.costs['responses'] / 1e3, run.mean(), color=colour, lw=0.5, alpha=0.4)
     axes.axhline(aim(runs['G']), color='black', lw=0.8, ls=':')
