@@ -1,5 +1,5 @@
-"""Writes what the rows say: page.md with the tables that others cite, and the figure and some of the tables
-of docs/evidence.md.
+"""Writes what the rows say: page.md with the tables that others cite, and some of the tables of
+docs/evidence.md.
 
     python -m studies.second_proof.page
     python -m studies.second_proof.page --all    # writes nothing, and prints every table
@@ -15,27 +15,15 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from bapo_jax.machine.files import replace_part, write_text
-from bapo_jax.report.draw import COLOURS
-from studies.first_proof.restated import all_rows, restated
-from studies.lib.contrasts import Contrast
 from studies.lib.rows import ROOT, Row
 from studies.second_proof import analysis, guard, hard_analysis, large, matched, posthoc, table
-from studies.second_proof.arms import CONTRASTS
 from studies.second_proof.guard import wanted_again, wanted_guard
 from studies.second_proof.hard import wanted_hard
-from studies.second_proof.rows import accuracy, of_today, passed, read_rows, wanted
+from studies.second_proof.rows import of_today, read_rows, wanted
 from studies.second_proof.table import wanted_table
 
 PAGE = Path(__file__).with_name('page.md')
-ASKED = {
-    'R - P': 'replay, at equal optimizer steps',
-    'RX - R': 're-evaluated groups (X2) beside it, at equal responses',
-    'R - G': 'filter and replay less GRPO',
-    'soon - R': 'asked again where mixed is likely, less replay alone',
-    'own - R': 'from prefixes of own answers, less replay alone',
-    'reference_05 - R': 'KL .05 to the reference, less replay alone',
-}
-EVIDENCE, FIGURE = ROOT / 'docs' / 'evidence.md', ROOT / 'docs' / 'evidence.png'
+EVIDENCE = ROOT / 'docs' / 'evidence.md'
 LARGER = {'Part 5': large.FINAL, 'Part 6': large.OWN}
 SECTIONS = {
     'Part 1: the scan of learning rates': (analysis.rates_table,),
@@ -70,7 +58,6 @@ PUBLISHED = {  # what docs/evidence.md has between <!-- NAME --> and <!-- /NAME 
     'guard': ('Part 7', guard.outcome_again),
     large.FINAL: ('Part 5', large.TABLES[large.FINAL][0]),
     large.OWN: ('Part 6', large.TABLES[large.OWN][0]),
-    'posthoc': ('Post hoc', posthoc.equal_rates_table),
 }
 
 
@@ -110,73 +97,6 @@ def sections(rows: Sequence[Row], titles: Collection[str] = SECTIONS.keys()) -> 
     return '\n\n'.join(text) + '\n'
 
 
-def lines(rows: Sequence[Row]) -> list[tuple[str, Contrast, Contrast | None]]:
-    """What the figure shows: a heading or '', the contrast in mean@32, and the one in pass@32 on the same
-    answers.
-    """
-
-    def solved(row: Row) -> float:
-        return passed(row, 32)
-
-    result = [
-        ('', analysis.difference(rows, a, b), analysis.difference(rows, a, b, solved)) for a, b in CONTRASTS
-    ]
-    result[0] = ('Second proof, twelve seeds: planned', *result[0][1:])
-    if 'Part 2' in whole(rows):
-        best = hard_analysis.chosen(rows).values()
-        kinds = [
-            ('', *(hard_analysis.kind_contrast(rows, s, 'R', score) for score in (accuracy, solved)))
-            for s in best
-        ]
-        result += [('Hard prompts and pass@k, five seeds: exploratory', *kinds[0][1:]), *kinds[1:]]
-    first = [('', contrast, None) for contrast, _, _ in restated(all_rows())]
-    return [*result, ('First proof, three to five seeds: exploratory', *first[0][1:]), *first[1:]]
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """The forest: a line a contrast, with its 95 % interval."""
-    import matplotlib
-
-    matplotlib.use('Agg')
-    from matplotlib import pyplot as plt
-
-    shown, y, ticks = lines(rows), 0.0, []
-    figure, axes = plt.subplots(figsize=(9, 0.38 * (len(shown) + 4)), layout='constrained')
-    for heading, mean, solved in shown:
-        if heading:
-            y -= 0.5
-            axes.text(
-                -0.01,
-                y,
-                heading,
-                transform=axes.get_yaxis_transform(),
-                fontweight='bold',
-                ha='right',
-                va='center',
-            )
-            y -= 0.9
-        ticks.append((y, ASKED.get(mean.name, mean.name)))
-        for contrast, shift, marker, colour in (
-            (mean, 0.0, 'o', COLOURS[0]),
-            (solved, -0.28, 's', COLOURS[1]),
-        ):
-            if contrast:
-                low, high = contrast.interval95
-                axes.plot([low, high], [y + shift] * 2, color=colour, lw=1.6)
-                axes.plot(contrast.mean, y + shift, marker, color=colour, ms=5)
-        y -= 1
-    axes.axvline(0, color='black', lw=0.8)
-    axes.axvspan(-analysis.RELEVANT, analysis.RELEVANT, color='0.93', zorder=0)
-    axes.set_yticks(*zip(*ticks))
-    axes.set_xlabel('difference in points, with 95 % intervals (t, over seeds)\ngrey: less than is relevant')
-    for label, marker, colour in (('mean@32', 'o', COLOURS[0]), ('pass@32', 's', COLOURS[1])):
-        axes.plot([], [], marker, color=colour, label=label)
-    axes.legend(loc='lower right')
-    axes.set_ylim(y + 0.4, 0.2)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -196,7 +116,6 @@ def main(arguments: Sequence[str]) -> None:
     for name, (part, make) in PUBLISHED.items():
         if part in there:
             replace_part(EVIDENCE, name, make(rows) + '\n')
-    draw(rows, FIGURE)
 
 
 if __name__ == '__main__':

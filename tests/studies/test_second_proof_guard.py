@@ -178,8 +178,6 @@ def test_the_guard_is_told_with_k_to_32_and_its_price():
     assert lost(8)[1] < -2 and 'does not exclude a loss of more than 2 points' in evidence
     for k in (16, 32):
         assert '{:.1f} ({:.1f} to {:.1f})'.format(*(-x for x in (lost(k)[0], lost(k)[2], lost(k)[1]))) in told_as_losses(evidence)
-    assert 'pass@8 changes by {:.1f} ({:.1f} to {:.1f})'.format(*lost(8)) in ' '.join(evidence.split())
-    assert '| 9.5 (9.0 to 10.0) | {:.1f} ({:.1f} to {:.1f}) |'.format(*lost(32)) in evidence
     # The base's pass@8 on CD-4: this row's score and four more in the study's README.
     start, study = ((ROOT / name).read_text('utf-8') for name in ('docs/start.md', 'studies/second_proof/README.md'))
     scored = [line.strip('| ').split(' | ') for line in study.splitlines()]

@@ -1,10 +1,9 @@
-"""The second proof's page has the tables of the parts that are whole, and its figure a line a contrast."""
+"""The second proof's page has the tables of the parts that are whole, and docs/evidence.md those that it publishes."""
 
 import re
 
 import numpy as np
 import pytest
-from PIL import Image
 from scipy import stats
 from test_second_proof import whole_study
 from test_second_proof_hard import whole_part_2
@@ -21,20 +20,6 @@ def test_what_is_printed_are_the_parts_that_are_whole():
     both = page.sections(whole_part_2())
     assert both.count('## Part 1') == 5 and both.count('## Part 2') == 3
     assert '| R - P |' in both and '| posterior | epoch - R |' in both
-
-
-def test_a_figure_has_every_contrast(tmp_path):
-    rows = whole_part_2()
-    shown = page.lines(rows)
-    names = [mean.name for _, mean, _ in shown]
-    assert names[:6] == ['R - P', 'RX - R', 'R - G', 'epoch - R', 'often - R', 'over_mean - R'] and len(names) == 6 + 8
-    assert [heading.split(',')[0] for heading, *_ in shown if heading] == [
-        'Second proof', 'Hard prompts and pass@k', 'First proof',
-    ]  # fmt: skip
-    assert all(solved is not None for _, _, solved in shown[:6]) and all(solved is None for _, _, solved in shown[6:])
-    page.draw(rows, tmp_path / 'forest.png')
-    with Image.open(tmp_path / 'forest.png') as figure:
-        assert figure.size[0] == 990
 
 
 def test_the_page_has_every_section_that_others_link_to():

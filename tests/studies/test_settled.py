@@ -9,6 +9,8 @@ from test_six_ways import curves
 
 from studies import settled
 from studies.second_proof import matched
+from studies.second_proof.analysis import trained
+from studies.second_proof.rows import of_today, passed, read_rows
 from studies.six_ways import analysis, ways
 from studies.x2_map import regimes
 
@@ -63,6 +65,8 @@ def test_the_figure_has_what_is_whole(tmp_path, monkeypatch, runs, matched_rows)
     drawn = []
     monkeypatch.setattr(Figure, 'savefig', lambda self, path, dpi: drawn.append(self))
     monkeypatch.setattr(settled.x2_map, 'all_fits', dict)
+    monkeypatch.setattr(settled, 'read_rows', list)
+    monkeypatch.setattr(settled, 'runs_at_best', lambda: None)
     settled.draw(tmp_path / 'one.png')
     base = [matched_row('base', 'base', 0.0, seed, 0.1) for seed in (1, 2)]
     monkeypatch.setattr(settled, 'read_rows', lambda: [*base, *matched_rows])
@@ -79,3 +83,41 @@ def test_the_figure_has_what_is_whole(tmp_path, monkeypatch, runs, matched_rows)
     arm = {line.get_label(): line for line in drawn[1].axes[4].get_lines()}
     np.testing.assert_allclose(arm['G'].get_xydata(), [matched.frontier(matched_rows)['G', rate] for rate in (5e-5, 1e-4)])
     assert 'measured: raw, delayed' in {line.get_label() for line in drawn[1].axes[5].get_lines()}
+
+
+EVIDENCE, README = ((settled.ROOT / name).read_text('utf-8') for name in ('docs/evidence.md', 'README.md'))
+
+
+def test_what_is_published_is_what_the_rows_say():
+    """Tables of whole parts stand in the page, and those of others do not; it has at most 150 lines."""
+    for name, table in settled.TABLES.items():
+        text = table()
+        assert (f'<!-- {name} -->' in EVIDENCE) == (text is not None)
+        assert text is None or f'<!-- {name} -->\n{text}\n<!-- /{name} -->' in EVIDENCE
+    assert len(EVIDENCE.splitlines()) <= 150
+
+
+def test_the_verdicts_of_matched_rates_are_the_rows():
+    rows = of_today(read_rows())
+    told = {(name, k): both for name, k, both, _ in matched.contrasts(rows)}
+    verdicts = EVIDENCE.partition('## Verdicts')[2].partition('## The planned')[0]
+    for name, k, signs in (
+        ('R - G at 5e-05', 1, 1), ('R - G at 0.0001', 1, 1), ('R - G at 5e-05', 32, 1), ('R - G at 0.0001', 32, 1),
+        ('R - P at 5e-05', 1, 1), ('R - P at 0.0001', 1, 1), ('S - R at 5e-05', 32, -1),
+    ):  # fmt: skip
+        low, high = sorted(signs * x for x in told[name, k].interval95)
+        assert f'{signs * told[name, k].mean:.1f} ({low:.1f} to {high:.1f})' in verdicts.partition('<!-- rates')[0]
+    gain, loss = told['R - G at 5e-05', 1], told['R - G at 5e-05', 32]
+    for c, sign in ((gain, 1), (loss, -1)):
+        low, high = sorted(sign * x for x in c.interval95)
+        assert f'{sign * c.mean:.1f} ({low:.1f} to {high:.1f})' in README
+    assert matched.repeats(rows) and 'made again, gave the same answers' in verdicts
+    assert matched.dominated(rows) == {(arm, 1e-4): ('RX', 5e-5) for arm in 'GP'} and 'G and P at 1e-4 are dominated: RX at 5e-5' in verdicts
+    ends = matched.frontier(rows)
+    base = np.mean([passed(row, 32) for row in rows if row['part'] == 'base'])
+    assert [cell for cell, (_, solved) in ends.items() if solved > base] == [('G', 5e-5)]
+    assert f'{ends["G", 5e-5][1]:.1f} to {base:.1f}.' in verdicts
+    mixed = {arm: np.mean([row['x1'] for row in matched.of_cell(rows, (arm, 5e-5))]) for arm in 'RSM'}
+    assert f'S and M make {mixed["S"] / mixed["R"]:.1f} and {mixed["M"] / mixed["R"]:.1f} times' in verdicts
+    tokens = {arm: float(trained(matched.of_cell(rows, (arm, 5e-5)))) for arm in 'RP'}
+    assert f'{100 - 100 * tokens["R"] / tokens["P"]:.0f} % fewer' in verdicts
