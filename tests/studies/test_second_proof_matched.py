@@ -106,7 +106,7 @@ def test_contrasts_and_frontier_are_those_of_the_answers(rows):
     assert repeats(rows)
     assert matched.contrasts_table(rows).count('\n') >= 17 - 1
     d = [np.array([x['correct'] for x in matched.of_cell(rows, (arm, rate))]) for arm in 'RG' for rate in (1e-4, 5e-5)]
-    assert f'| mean@32 | {100 * (d[0] - d[2] - d[1] + d[3]).mean() / 32:.2f} |' in matched.interaction_table(rows)
+    assert f'| R - G | mean@32 | {100 * (d[0] - d[2] - d[1] + d[3]).mean() / 32:.2f} |' in matched.interaction_table(rows)
 
 
 def test_a_cell_of_another_processor_is_marked(rows):

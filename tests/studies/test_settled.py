@@ -107,6 +107,9 @@ def test_the_verdicts_of_matched_rates_are_the_rows():
     ):  # fmt: skip
         low, high = sorted(signs * x for x in told[name, k].interval95)
         assert f'{signs * told[name, k].mean:.1f} ({low:.1f} to {high:.1f})' in verdicts.partition('<!-- rates')[0]
+    [cells] = [line.split(' | ') for line in matched.interaction_table(rows).splitlines() if line.startswith('| R - P | mean@32 |')]
+    low, high = map(float, cells[3].rstrip(' |').split(' to '))
+    assert f'The two differ by {float(cells[2]):.1f} ({low:.1f} to {high:.1f}), post hoc' in verdicts
     gain, loss = told['R - G at 5e-05', 1], told['R - G at 5e-05', 32]
     for c, sign in ((gain, 1), (loss, -1)):
         low, high = sorted(sign * x for x in c.interval95)
