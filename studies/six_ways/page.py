@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bapo_jax.machine.files import replace_part
-from bapo_jax.report.contrast import t_interval
+from bapo_jax.report.contrast import mean_interval, t_interval
 from bapo_jax.report.draw import COLOURS
 from studies.lib.rows import markdown_table, rows_in
 from studies.six_ways.analysis import COSTS, Contrast, Run, aim, at_aim, contrasts, runs_at
@@ -42,7 +42,7 @@ def cells_table(runs: dict[str, list[Run]], found: Sequence[Contrast]) -> str:
             told = [ratio(ratios[cell, cost]) for cost in COSTS]
             less = passed[cell] - passed['G']
             less = less[np.isfinite(less)]
-            told.append(of_seeds(less, 1) if len(less) > 1 else '')
+            told.append(mean_interval(less) if len(less) > 1 else '')
         lines.append([f'`{cell}`', f'{np.mean([run.old for run in of]):.2f}', *ends, *told])
     titles = ['old', f'mean@{SAMPLES}', f'pass@{SAMPLES}', 'responses', 'tokens', 'seconds']
     return markdown_table(['cell', *titles, f'pass@{SAMPLES} at s'], lines)
@@ -53,11 +53,6 @@ def ratio(contrast: Contrast) -> str:
     low, high = np.exp(t_interval(contrast.logs))
     bound = '†' * (min(contrast.reached, contrast.reached_g) < len(contrast.logs))
     return f'{np.exp(contrast.logs.mean()):.2f}{bound} ({low:.2f} to {high:.2f})'
-
-
-def of_seeds(values: np.ndarray, digits: int) -> str:
-    low, high = t_interval(values)
-    return f'{values.mean():.{digits}f} ({low:.{digits}f} to {high:.{digits}f})'
 
 
 def draw_way(runs: dict[str, list[Run]], way: str, axes: Axes) -> None:

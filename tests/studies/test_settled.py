@@ -103,7 +103,7 @@ def test_the_verdicts_of_matched_rates_are_the_rows():
     verdicts = EVIDENCE.partition('## Verdicts')[2].partition('## The planned')[0]
     for name, k, signs in (
         ('R - G at 5e-05', 1, 1), ('R - G at 0.0001', 1, 1), ('R - G at 5e-05', 32, 1), ('R - G at 0.0001', 32, 1),
-        ('R - P at 5e-05', 1, 1), ('R - P at 0.0001', 1, 1), ('S - R at 5e-05', 32, -1),
+        ('R - P at 5e-05', 1, 1), ('R - P at 0.0001', 1, 1), ('S - R at 5e-05', 32, -1), ('M - R at 5e-05', 32, -1),
     ):  # fmt: skip
         low, high = sorted(signs * x for x in told[name, k].interval95)
         assert f'{signs * told[name, k].mean:.1f} ({low:.1f} to {high:.1f})' in verdicts.partition('<!-- rates')[0]
